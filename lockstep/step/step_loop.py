@@ -18,7 +18,7 @@
 # takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -34,7 +34,7 @@ from lockstep.determinism.onednn import OneDnnSwitch
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, naming_lost_worker
 from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, StepWithdrawn, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.marks import KnownLanes, Marks
+from lockstep.gradients.marks import KnownLanes
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
@@ -43,40 +43,14 @@ from lockstep.script.call_site import Site
 from lockstep.script.lanes import spoilt_by_a_loss
 from lockstep.script.place import StepPlace
 from lockstep.script.places import Places
-from lockstep.script.restart import Changed
 from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState
 from lockstep.step.body_passes import BodyPass
+from lockstep.step.refusals import COUNT_BY_STEP, begins_anew, how_to_keep, other_lanes, out_of_rhythm
 from lockstep.step.totals import Visit
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire.generation import Generation
-from lockstep.world import World
-
-KEEP_IN_STATE = (
-    "Keep it in an object with a state_dict and give it to run.replicate(..., name=object); what is set in one epoch "
-    "can be set in every epoch (`if epoch >= 3`)."
-)
-KEEP_TENSORS = (
-    "If they are to go on, make them buffers of a replicated model, or keep them in an object with a state_dict and "
-    "give it to run.replicate(..., name=object)."
-)
-KEEP_MODULE = "Give the module to run.replicate by a name (run.replicate(model, optimizer, teacher=teacher))."
-KEEP_GENERATORS = (
-    "Draw from torch's, Python's or NumPy's own, which the run saves, or make it anew where you draw: "
-    "numpy.random.default_rng([seed, run.step])."
-)
-COUNT_BY_STEP = (
-    "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
-    "and give it to run.replicate(..., name=object)."
-)
-
-
-COMPUTED_OTHERWISE = (
-    "The newcomer runs the script from the top, and something that its lanes depend on is another thing there than in "
-    "the script that has trained so far: a variable or an attribute that training changes. Compute it from run.step, "
-    "or keep it in an object with a state_dict and give that to run.replicate(..., name=object)."
-)
 
 LANES, UPDATE = "run.lanes", "optimizer.step()"
 
@@ -315,7 +289,7 @@ class StepLoop:
         record = self._reduce()
         if known is not None and (otherwise := known.computed_otherwise(record.marks, generation.assignment)):
             self._engine.withdraw()
-            raise _other_lanes(generation.world, otherwise, known.marks, record.marks)
+            raise other_lanes(generation.world, otherwise, known.marks, record.marks)
         if record.carries:
             with naming_lost_worker(self.step, "exchanging what lanes carry"):
                 self.carried.exchange(generation.wire)
@@ -371,11 +345,11 @@ class StepLoop:
             self._guard.note(f"{found}")
         for value in self.places.resumption.restarted_values(batch):
             if value.is_wrong:
-                self._guard.refuse(f"{value} {_how_to_keep(value)}")
-            self._guard.note(f"{value} {_how_to_keep(value)}", may_join=value.may_join)
+                self._guard.refuse(f"{value} {how_to_keep(value)}")
+            self._guard.note(f"{value} {how_to_keep(value)}", may_join=value.may_join)
         anew = self.places.resumption.wrapped.around_pass(batch)
         if anew is not None:
-            self._guard.refuse(_begins_anew(anew, batch, self.step))
+            self._guard.refuse(begins_anew(anew, batch, self.step))
         anew = self.places.resumption.wrapped.around_epochs()
         if anew is not None:
             self._guard.refuse(
@@ -384,7 +358,7 @@ class StepLoop:
             )
         due = self.places.looped(loop)
         if due is not None:
-            self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
+            self._guard.refuse(out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
     def _note_sums(self, site: Site, *, is_committed: bool = False, joins: bool = False) -> None:
         """After a loss, or where a newcomer `joins`. See Note [Sums that a loss spoils] in lanes/sums.py."""
@@ -426,7 +400,7 @@ class StepLoop:
             self._check_outside(UPDATE)
             due = self.places.updated(optimizer)
             if due is not None:
-                self._guard.refuse(_out_of_rhythm(UPDATE, due, self.step))
+                self._guard.refuse(out_of_rhythm(UPDATE, due, self.step))
             anew = self.places.rate_set_anew(optimizer)
             if anew is not None:
                 self._guard.refuse(anew)
@@ -486,42 +460,6 @@ class StepLoop:
         if self.moving.device.type == "cpu":
             return copied(data) if trains else data
         return self.moving(data, copied if trains else unchanged, is_users=True)
-
-
-def _other_lanes(world: World, otherwise: Mapping[int, int], known: Marks, marks: Marks) -> Disagreement:
-    """What a worker raises where newcomers, by rank, have got other `marks` for a lane than are `known`."""
-    others = tuple(rank for rank in range(world.size) if rank not in otherwise)
-    newcomer = world.rank if world.rank in otherwise else min(otherwise)
-    lane, sides = otherwise[newcomer], (others, tuple(sorted(otherwise)))
-    right, wrong = (f"the fingerprint {one[lane] or 0:013.0f}" for one in (known, marks))
-    what, advice = f"the gradient of lane {lane}", COMPUTED_OTHERWISE
-    if world.rank == newcomer:
-        return Disagreement(what, world.rank, wrong, others[0], right, advice, sides)
-    return Disagreement(what, world.rank, right, newcomer, wrong, advice, sides)
-
-
-def _out_of_rhythm(event: str, due: str, step: int) -> str:
-    return (
-        f"the script is out of its rhythm at step {step}: {event} came where {due} was due, as it was again and again "
-        f"before the snapshot from which this worker goes on. It counts by itself, and has begun anew. {COUNT_BY_STEP}"
-    )
-
-
-def _how_to_keep(value: Changed) -> str:
-    if value.is_generator:
-        return KEEP_GENERATORS
-    if value.is_module:
-        return KEEP_MODULE
-    return KEEP_TENSORS if value.is_of_tensors and not value.is_wrong else KEEP_IN_STATE
-
-
-def _begins_anew(anew: str, batch: GlobalBatch, step: int) -> str:
-    assert batch.position is not None
-    return (
-        f"the pass over loader {batch.loader} goes on at its batch {batch.position.step}, at step {step}, and {anew}: "
-        "other batches would be trained than without the interruption. End the loop by a number that goes on "
-        "(`if (run.step + 1) % 4 == 0: break`), and let run.shard load all that belongs to a batch."
-    )
 
 
 def as_global_batch(batch: Any, generation: Generation, least: int) -> GlobalBatch:
