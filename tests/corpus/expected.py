@@ -41,7 +41,7 @@ _SET_BY_STEP = "compute it from `run.step`, or from the epoch"
 _KEEP = "Keep it in an object with a state_dict"
 _TRACK = "give it a `state_dict`, and to `run.replicate`"
 _OF_LANE = Said("disagree on the gradient of lane", _SET_BY_STEP)
-_OF_STEP = Said("the gradient of step 10 is not what it was", _SET_BY_STEP)
+_OF_STEP = Said(r"the gradient of step \d+ is not what it was", _SET_BY_STEP)
 """Where nothing in the script shows what begins anew."""
 
 ANEW = {
