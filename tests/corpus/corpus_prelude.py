@@ -2,8 +2,8 @@
 
 What shall happen stands in CORPUS, as JSON: `kills` of workers at steps (each once in all), and, in `collects`, where
 they collect what lanes have given, from a step on; `scale` to so many workers at a step, `stop` the run at a step as
-SIGTERM does, or `crash` it: launcher and workers are killed. Afterwards `digest-<slot>-<pid>` in the working folder has
-the digest of each worker that came to its end.
+SIGTERM does, or `crash` it, from a step on, once its newest checkpoint has a trail: launcher and workers are killed.
+Afterwards `digest-<slot>-<pid>` in the working folder has the digest of each worker that came to its end.
 """
 
 import json
@@ -57,7 +57,7 @@ class Watch:
                 ask_for(Path(os.environ["LOCKSTEP_RUN_DIR"]), wanted)
             if step == at + 1:
                 self._await_change(wanted)
-        if step == PLAN.get("crash") and _first_time("crash"):
+        if 0 <= PLAN.get("crash", -1) <= step and _has_trail() and _first_time("crash"):
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGKILL)
             time.sleep(PATIENCE_S)  # until this worker is ended too
         if step == PLAN.get("stop") and self.run.is_first and _first_time("stop"):
@@ -84,6 +84,12 @@ class Watch:
         if recovery is not None and recovery.is_coordinator and PLAN.get("awaits_newcomer") and _first_time("awaited"):
             _await(recovery.has_claims)
             self.run.guard.look_for_newcomers()
+
+
+def _has_trail() -> bool:
+    """Whether the newest checkpoint is on the disk, and what the run has come to behind it."""
+    checkpoints = sorted(Path(os.environ["LOCKSTEP_RUN_DIR"]).glob("checkpoints/step-*"))
+    return bool(checkpoints) and (checkpoints[-1] / "trail.jsonl").exists()
 
 
 def _await(reached: Any) -> None:
