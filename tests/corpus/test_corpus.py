@@ -140,6 +140,16 @@ def test_a_run_that_was_killed_is_compared_with_what_it_had_come_to(tmp_path: Pa
     assert fault.happened(tmp_path / "other")
 
 
+def test_what_an_update_makes_of_the_same_gradient_is_compared_too(tmp_path: Path) -> None:
+    script = (HERE / "shapes" / "dropout_from_the_optimizer.py").read_text()
+    script = script.replace("model[2].p = 0.2 * optimizer.warmth", "").replace(
+        "        optimizer.step()", "        run.clip_grad_norm_(0.01 * optimizer.warmth)\n        optimizer.step()"
+    )
+    other = disturbed(tmp_path / "run", script, Fault("crashed", workers=2, crash=11, then=3))
+    assert verdict(script, other) == "refused", other.shown
+    assert re.search("what the update of step [0-9]+ has made is not what it was", other.refusals[0])
+
+
 def test_what_was_changed_on_purpose_goes_on_with_a_note(tmp_path: Path) -> None:
     """The script is another one when it is resumed."""
     disturbed(tmp_path, "epochs", Fault("crashed", workers=1, crash=11, then=0))
